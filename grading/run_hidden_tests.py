@@ -1,10 +1,9 @@
 """Run a test command in a grading box and return a report that the code under test cannot forge.
 
 The command runs unprivileged, unless a run allows root, with limits of time and output, and its processes are dead when
-the report is read.
-Root's shell in the box writes the report, framed by a nonce that only root can read and that is new for every run.
-Under pytest, the plugin `ratchet_witness` reports each test over a pipe; a runner that dies early leaves a session
-without an end.
+the report is read. Root's shell in the box writes the report, framed by a nonce that only root can read and that is new
+for every run. Under pytest, the plugin `ratchet_witness` reports each test over a pipe; a runner that dies early leaves
+a session without an end.
 """
 
 import re

@@ -1,11 +1,8 @@
 """The errors that are raised in one package and handled in another, in one tree.
 
 Each failure belongs to one boundary and is classified once, when it is raised. `activities/stage.py` turns the class
-into Temporal's decision whether to retry; the CLI prints a `UserError` as one sentence and exits with 2.
-
-Errors that stay within one package are defined there: those of the adapter and of the sandbox gateway become HTTP
-answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyError` (a `UserError` of
-`examples/tiny_policy`) reaches only the CLI.
+into Temporal's decision whether to retry; the CLI prints a `UserError` as one sentence and exits with 2. An error that
+stays within one package is defined there.
 
     RatchetError
     ├── UserError                 a mistake of the user, or something that the machine lacks: one sentence, exit code 2

@@ -14,9 +14,8 @@ class AdmitInput(StartInput):
     """Argument of AdmitTasks: which tasks of a dataset to examine, and how often each patch is graded.
 
     `labels` empty: all. `again`: examine tasks again that the present version of their grader has examined.
-    `broken_oracles`: size of the pool that is made for each admitted task. `network`, `user`: as
-    `sandbox.network` and `grading.user` of a run.
-    `after` and `counts` are set by continue-as-new.
+    `broken_oracles`: size of the pool that is made for each admitted task. `network`, `user`: as `sandbox.network` and
+    `grading.user` of a run. `after` and `counts` are set by continue-as-new.
     """
 
     dataset: str

@@ -1,7 +1,6 @@
 """The words of the system, its states and their transitions.
 
-Every part uses these words and enums, so the database, the workflows, the CLI and the documentation cannot drift
-apart. The glossary (`make docs`) is made from the list below (`word: sentence.`, one per line) and from the enums.
+Every part uses them. The glossary (`make docs`) is made from the list below (`word: sentence.`) and from the enums.
 
 task: one row of a dataset, with an image, a repository, a problem statement and a grader.
 rollout: one try of one agent at one task under one policy; one workflow. Its purpose is `train` or `eval`.

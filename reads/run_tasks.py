@@ -13,9 +13,8 @@ from store.schema import BatchItemTable, RolloutGroupTable, RolloutTable, TaskTa
 @dataclass(slots=True, frozen=True)
 class RunTask:
     """A task that training groups of the run were made of. `num_trained` and `num_untrained`: of its groups that a step
-    consumed; `num_cancelled`: of its groups that were cancelled; `is_silent`: a group of it has come to its end, and
-    none was trained. `lowest`, `mean`, `highest`: of the rewards, None without a verdict. `num_ended`: of its
-    rollouts."""
+    consumed; `num_cancelled`: of its groups that were cancelled; `is_silent`: a group of it has ended, and none was
+    trained. `lowest`, `mean`, `highest`: of the rewards, None without a verdict. `num_ended`: of its rollouts."""
 
     task_id: int
     label: str

@@ -1,6 +1,4 @@
-"""The health of each part: states, transitions, and the file from which readers take them.
-
-Only the watcher (`stack/watcher.py`) writes the file.
+"""The health of each part: states, transitions, and the file with them, which only the watcher writes (`watcher.py`).
 
 | state | meaning |
 |---|---|
@@ -105,9 +103,8 @@ class PartHealth:
     `restarts`: processes that ended since `ratchet up`, however they ended. `last_error`: of the process that ended
     last, the first in its log. `started_at`: when supervisord started the newest process, `pid` while it lives.
     `first_answer_at` and `last_answer_at`: of the current process. `short_lives`: the ends that count towards
-    giving up. `slow_starts`: processes in a row that were ended because they did not answer in time after their
-    start; the next one gets longer. `runs_paused`: the part is given up, and the runs that need it have been
-    paused.
+    giving up. `slow_starts`: processes in a row that were ended because they did not answer in time after their start;
+    the next one gets longer. `runs_paused`: the part is given up, and the runs that need it have been paused.
     """
 
     name: str

@@ -100,10 +100,6 @@ def error_sources(error: BaseException) -> Iterator[BaseException]:
         inner = inner.orig if isinstance(inner, DBAPIError) else inner.__cause__
 
 
-def _encode_text(text: str) -> bytes:
-    return storable_text(text).encode()
-
-
 def _storable_list(value: object) -> object:
     """Return a list with storable texts; asyncpg encodes the texts of lists by itself. Other values as they are."""
     if isinstance(value, list) and any(isinstance(one, str) for one in value):
@@ -114,9 +110,8 @@ def _storable_list(value: object) -> object:
 async def _make_texts_storable(connection: asyncpg.Connection) -> None:
     """Write what Postgres refuses in texts as escapes, in all values of this connection's statements but lists."""
     for name in ("text", "varchar"):
-        await connection.set_type_codec(
-            name, schema="pg_catalog", format="binary", encoder=_encode_text, decoder=bytes.decode
-        )
+        coders = {"encoder": lambda text: storable_text(text).encode(), "decoder": bytes.decode}
+        await connection.set_type_codec(name, schema="pg_catalog", format="binary", **coders)
 
 
 class Database:

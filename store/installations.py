@@ -1,5 +1,4 @@
-"""The identity of this installation: the id that its boxes carry, the place of its database, and the namespace of its
-workflows.
+"""The identity of this installation: the id of its boxes, its database's place and the namespace of its workflows.
 
 A copy of the database has the same row, so the row also names the place of its database. A store that finds itself at
 another place is a copy until a person says otherwise; it takes a new id, so that it ends no box of the original.

@@ -111,10 +111,8 @@ def reducer_weights(
     """Return, per rollout, the weight of one of its trained tokens within one update (`loss.reducer`).
 
     It depends on rollouts and groups only, so no gradient depends on how turns are cut into chains, bins or ranks.
-
     `tokens`: rollout id -> T_i, its trained tokens over all its chains. Rollouts with T_i = 0 are not counted.
-    `group_of`: rollout id -> group id. `constant_tokens`: the divisor of the reducer `constant`. Raises ValueError for
-    an unknown reducer.
+    `group_of`: rollout id -> group id. `constant_tokens`: the divisor of `constant`. Raises ValueError for another one.
 
     token_mean    1 / sum of all T_i
     rollout_mean  1 / (number of rollouts x T_i)

@@ -10,6 +10,7 @@ from activities.harnesses.base import HarnessSpec, Transcript, json_lines
 from activities.harnesses.cli_exits import exit_of_error
 from activities.harnesses.fetched_harness import EventsHarness
 from ratchet.types import AgentExit
+from store.tool_uses import object_of
 
 _INVESTIGATOR = {
     "investigator": {
@@ -101,16 +102,12 @@ class ClaudeCode(EventsHarness):
 
     def read_transcript(self, data: bytes) -> Transcript:
         events = json_lines(data)
-        messages = [
-            event["message"]
-            for event in events
-            if event.get("type") == "assistant" and isinstance(event.get("message"), dict)
-        ]
+        messages = [object_of(event.get("message")) for event in events if event.get("type") == "assistant"]
         blocks = [block for message in messages for block in message.get("content") or [] if isinstance(block, dict)]
         usage = next((event.get("usage") or {} for event in reversed(events) if event.get("type") == "result"), {})
         return Transcript(
             data,
-            num_turns=len({message.get("id") for message in messages}),
+            num_turns=len({message.get("id") for message in messages if message}),
             num_steps=sum(block.get("type") == "tool_use" for block in blocks),
             usage={name: value for name, value in usage.items() if isinstance(value, int)},
         )
@@ -135,5 +132,5 @@ def _window(spec: HarnessSpec) -> dict[str, str]:
 
 def _is_answer(event: dict[str, Any]) -> bool:
     """Return whether the event is the model's answer; the CLI reports its own errors as messages of `<synthetic>`."""
-    message = event.get("message")
-    return event.get("type") == "assistant" and isinstance(message, dict) and message.get("model") != "<synthetic>"
+    message = object_of(event.get("message"))
+    return event.get("type") == "assistant" and bool(message) and message.get("model") != "<synthetic>"

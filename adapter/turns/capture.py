@@ -105,7 +105,8 @@ class Capture:
     ) -> None:
         self._writer = TurnWriter(database)
         self._lease = ProcessLease(database, uuid4().hex[:12], settings.lease_seconds)
-        self._outage, self._waits = outage, waits
+        self._outage = outage
+        self._waits = waits
         self._outputs = outputs
         self._sessions = SessionCache(
             database, renderer, settings.max_sessions, settings.restore_reasoning, outputs.without_inlined_thinking

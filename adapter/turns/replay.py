@@ -17,10 +17,10 @@ that answered moves to the new session: it stays one row, which is trained at mo
 
 A result that differs in volatile parts alone is represented by the recorded tokens, so the context of later samples is
 what the model has seen. The key of the client's own history is stored with the turn, by which its next request is
-recognised. A message that came by itself, such as the end of a program in the background, comes behind the same turn
-again: that one is answered no earlier than it was, counted from the request that first named the program's id. Not
-replayed are a turn that two boxes have ended behind, since its commands may be the cause; one whose tokens begin with
-those of a turn that was not replayed; and those of an attempt that has a patch, which may be graded.
+recognised. A turn before a message that came by itself, such as the end of a program in the background, is answered no
+earlier than it was, counted from the request that first named the program. Not replayed are a turn that two boxes have
+ended behind, since its commands may be the cause; one whose tokens begin with those of a turn that was not replayed;
+and those of an attempt that has a patch, which may be graded.
 """
 
 import asyncio
@@ -41,8 +41,6 @@ from store.arrays import pack_json, unpack_json
 from store.database import Database
 from store.replayed_turns import RecordedTurn, load_recorded, move_turn
 from store.tool_uses import read_tool_uses
-
-_LONGEST_WAIT = 240.0  # shorter than time limits of clients for an answer
 
 
 class RecordedCall(NamedTuple):
@@ -92,7 +90,7 @@ async def replay(database: Database, session: LiveSession, prepared: PreparedCal
     times = session.replayed | {call.turn.id: (now := time.monotonic())}
     causes = [one.cause for one in session.recorded or [] if one.asked[2] == call.turn.id and one.cause]
     waits = [times[turn_id] + seconds - now for turn_id, seconds in causes if turn_id in times]
-    await asyncio.sleep(min(max(waits, default=0.0), _LONGEST_WAIT))
+    await asyncio.sleep(min(max(waits, default=0.0), 240.0))  # a client waits longer than that for an answer
     answer["asked"] = asked and asked | {"call_key": options.call_key}
     changed = (_with_key_of(prepared, call.turn.request), pack_json(answer))
     is_moved = await database.run(move_turn, call.turn.id, row.id, row.attempt, prepared.digest, *changed)

@@ -159,12 +159,9 @@ def _near_items(value: Any, depth: int) -> Any:
         items = list(value)
         if items:
             items[_PLACE % len(items)] = _near(items[_PLACE % len(items)], depth)
-        return _rebuilt(value, items or [0])
+        items = items or [0]
+        return type(value)(*items) if hasattr(value, "_make") else type(value)(items)
     return None
-
-
-def _rebuilt(value: Any, items: Any) -> Any:
-    return type(value)(*items) if hasattr(value, "_make") else type(value)(items)
 
 
 def _near_time(value: Any, depth: int) -> Any:

@@ -135,12 +135,11 @@ class AttemptTable(Base):
 class SessionTable(Base):
     """The adapter's session for one attempt. All its tokens are valid until it is closed.
 
-    `limits`: `store.sessions.SessionLimits`. `away_before`: the adapters' away seconds at the first token.
-    `endpoint`: the server that answers instead of the policy (`EndpointConfig`), NULL: the policy.
-    `endpoint_error`: why that server did not answer the last call, NULL if it did. `refusal`: why a call was first
-    refused for what it contained, which leaves no turn; NULL if none was. `engine_waits`: when calls waited for an
-    engine, or for more than five seconds for the store, or the agent was suspended at its deadline, in all
-    `engine_wait_seconds`.
+    `limits`: `store.sessions.SessionLimits`. `away_before`: the adapters' away seconds at the first token. `endpoint`:
+    the server that answers instead of the policy (`EndpointConfig`), NULL: the policy. `endpoint_error`: why it did not
+    answer the last call, NULL if it did. `refusal`: why a call was first refused for what it contained, which leaves no
+    turn; NULL if none was. `engine_waits`: when calls waited for an engine, or for more than five seconds for the store
+    or a message in a replay, or the agent was suspended at its deadline, in all `engine_wait_seconds`.
     """
 
     __tablename__ = "session"

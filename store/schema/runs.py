@@ -60,10 +60,9 @@ class RunTable(Base):
     engine. `restarts`: how often the sweep has started its workflow again without an hour between.
 
     `wish` and `stop_at`: how a person wants the run to end, and the step after which it does, if it is not the config's
-    last (`store.steering`). `best_step` and `best_rate`: step and mean reward of the best evaluation, whose
-    weights are kept (`store.evaluations`). `box_cap`, `box_cap_cause`, `box_cap_at`: the adaptive limit of
-    boxes, why, and since when (`store.box_cap`). `pruned_at`, `archived_to`, `archived_at`: see
-    `store.retention`."""
+    last (`store.steering`). `best_step` and `best_rate`: step and mean reward of the best evaluation, whose weights are
+    kept (`store.evaluations`). `box_cap`, `box_cap_cause`, `box_cap_at`: the adaptive limit of boxes, why, and since
+    when (`store.box_cap`). `pruned_at`, `archived_to`, `archived_at`: see `store.retention`."""
 
     __tablename__ = "run"
     run_id: Mapped[str] = mapped_column(primary_key=True)
