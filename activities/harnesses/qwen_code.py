@@ -53,8 +53,6 @@ class QwenCode(EventsHarness):
             "general": {"enableAutoUpdate": False},
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
-            # Fed by standard input it takes a terminal for commands, and loses what short ones print when it is busy.
-            "tools": {"shell": {"enableInteractiveShell": False}},
             # Calls of its own beside the task, whose result only later conversations of a person would use.
             "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False, "enableAutoSkill": False},
             "model": {"name": spec.model_name, "maxSessionTurns": spec.max_turns or -1, "generationConfig": generation},

@@ -14,7 +14,7 @@ _MONTH = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _CLOCK = r"\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?"
 _HASH = r"(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{7,12}"
 _UNIT = "(?:[nuµm]?s|[num]?secs?|seconds?)"
-_FREE_PORT = r"(?:32(?:76[89]|7[7-9]\d|[89]\d\d)|3[3-9]\d{3}|[45]\d{4}|6[0-5]\d{3})"  # one that the kernel gives
+_FREE_PORT = r"(?:32(?:769|7[7-9]\d|[89]\d\d)|3[3-9]\d{3}|[45]\d{4}|60\d{3})"  # one that the kernel gives
 _TTY = r"(?:\?|pts/\d+)"
 _VOLATILE = re.compile(
     # pytest's slowest tests: which they are, and in which order, is measured.
@@ -27,11 +27,11 @@ _VOLATILE = re.compile(
     r"(?:(?<=\d:\d\d:\d\d)(?: (?:UTC|[AP]M))* \d{4})?(?: [+-]\d{4})?\b"
     rf"|\b\d+(?:\.\d+)? {_UNIT}(?: ± [\d.]{{1,9}} {_UNIT})?(?= per loop\b)|(?<= runs, )[\d,]{{1,9}}(?= loops? each)"
     rf"|(?<![\w,])\d{{1,9}}(?= loops?, best of \d{{1,3}}: [\d.]{{1,9}} {_UNIT} per loop$)"
-    rf"|(?:(?<=The worst time \()|(?<=than the best time \())\d+(?:\.\d+)? {_UNIT}(?=\))"
+    rf"|(?<=The worst time \()[\d.]+ {_UNIT}\) was more than four times slower than the best time \([\d.]+ {_UNIT}\)"
     rf"|(?:(?<=\bin )(?:\d+m )?\d+|\b(?:\d+m)?\d+[.,]\d+)(?= ?{_UNIT}\b)|(?:(?<=\btime=\")|(?<=\bduration_ms ))\d+\.\d+"
-    # What GNU time measures; the number of digits of the memory is content.
+    # What GNU time measures of a program that does not swap; the number of digits of the memory is content.
     r"|^\d+\.\d\duser \d+\.\d\dsystem \d+:\d\d[.:]\d\delapsed [\d?]+%CPU \(0avgtext\+0avgdata (?P<size_kib>\d+)"
-    r"maxresident\)k\n\d+inputs\+\d+outputs \(\d+major\+\d+minor\)pagefaults \d+swaps$"
+    r"maxresident\)k\n\d+inputs\+\d{1,4}outputs \(\d{1,3}major\+\d+minor\)pagefaults 0swaps$"
     # Temporary names, and an archive that was built now; the number of digits of its size is content.
     r"|(?<=/)tmp(?:\.[A-Za-z0-9]{6,12}|[a-z0-9_]{8})\b|\bpytest-\d+\b|(?<=/pip-ephem-wheel-cache-)[a-z0-9_]{8}\b"
     r"|(?<=\.whl size=)(?P<size>\d+) sha256=[0-9a-f]{64}\b"
@@ -41,7 +41,7 @@ _VOLATILE = re.compile(
     r"|(?<=\bbackground with ID: )b[a-z0-9]{8}(?=\. )|(?<=<task-id>)b[a-z0-9]{8}(?=</task-id>)|(?<=\bbg_)[0-9a-f]{8}\b"
     # Ids of processes; rows of `jobs -l`, `ps`, `ps aux` and `ps -ef` up to the command.
     r"|(?:(?<=\bpid: )|(?<=\bpid )|(?<=\bPID )|(?<=\bpid=)|(?<= server process \[))\d+|^\[\d{1,2}\] \d{3,7}$"
-    r"|(?<=^\[\d\][-+ ] ) *\d+(?= (?:Running|Stopped|Done|Exit|Terminated|Killed)\b)|(?<= PGID: )\d+"
+    r"|(?<=^\[\d\][-+ ] ) *\d+(?= (?:Running|Stopped|Done|Exit|Terminated|Killed)\b)|(?<=^Process Group PGID: )\d+"
     rf"| {{1,12}}\d+ +\d+\.\d +\d+\.\d +\d+ +\d+ +{_TTY} +(?:[DIRS]|(?P<stat>[TZ]))[<NLsl+]* +"
     rf"\d\d:\d\d +\d+:\d\d(?= )|^ *\d+(?= {_TTY} +\d\d:\d\d:\d\d \S)| {{1,12}}\d+ +\d+ +\d+ \d\d:\d\d {_TTY} +"
     r"\d\d:\d\d:\d\d(?= )|(?<=^Device: )\S+\tInode: (?P<one_inode>\d+)"
@@ -54,9 +54,9 @@ _VOLATILE = re.compile(
     re.MULTILINE,
 )
 _WORD = r"""(?!['"]*-)(?:[\w./*?=+:,@%~^-]|'[^'\n]*+'|"(?:[^"$`\\\n]|\\[^"\n])*+")++"""
-_OF_PROGRAMS = (  # and the parts that only they tell from content, if the command has no others that may print
+_OF_PROGRAMS = (  # and the volatile parts of what one such program writes, or several of `date`
     (r"git (?:rev-parse|merge-base)(?: [\w./~^@-]{1,99}){1,9}", r"^(?P<one>(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{7,40})$"),
-    (r"date(?: -u)?(?: ['\"]?\+[\w%:.-]*['\"]?)?", r"^1[789]\d{8}(?:\.?\d{9})?$"),
+    (r"(?:(?:^|; )date(?: -u)?(?: ['\"]?\+[\w%:.-]*['\"]?)?)++", r"^1[789]\d{8}(?:\.?\d{9})?$"),
     (rf"(?:pgrep|pidof)(?: -[fxno])*+(?: {_WORD})++", r"^\d{1,7}$"),
 )
 _ECHOED_ID = re.compile(r"echo \"?([^\"'$|<>`\\]*)\$!([^\"'$|<>`\\]*)\"?")
@@ -95,8 +95,7 @@ def without_volatile(text: str, command: str = "") -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Return the text with the output in Qwen Code's report, and in mini-swe-agent's JSON, as lines. Other escapes are
-    content, and stay."""
+    """Return the text with the output in Qwen Code's report, and in mini-swe-agent's JSON, as lines of its own."""
     text = re.sub(r"^(Directory: .*\nOutput: )", "\\1\0\n", text, count=1, flags=re.MULTILINE)
     lines = re.search(r'(?<="output":)\s*+"((?:[^"\\]++|\\.)*+)', text)
     with suppress(orjson.JSONDecodeError):
@@ -116,7 +115,7 @@ def _printing(command: str) -> list[str]:
 def _patterns(text: str, command: str) -> list[re.Pattern[str]]:
     """Return the patterns of volatile parts; a program's own ones if no other one of the command can write such."""
     programs = _printing(command)
-    own = [written for asks, written in _OF_PROGRAMS if programs and all(re.fullmatch(asks, one) for one in programs)]
+    own = [written for asks, written in _OF_PROGRAMS if re.fullmatch(asks, "; ".join(programs))]
     if programs and (echo := _ECHOED_ID.fullmatch(programs[-1])):
         is_told = len(programs) == 2 and echo[1] and re.search(r"[^&>]&\s*+echo\b", command)  # it surely prints
         line = rf"(?<=^{re.escape(echo[1])})\d{{1,7}}(?={re.escape(echo[2].rstrip())}$)"

@@ -96,9 +96,19 @@ DIFFERENT = [
         f"0.04user 0.00system 0:00.04elapsed 95%CPU (0avgtext+0avgdata 12904maxresident)k\n{FAULTS.format(0, 2014)}",
         f"0.04user 0.00system 0:00.04elapsed 95%CPU (0avgtext+0avgdata 912904maxresident)k\n{FAULTS.format(0, 2014)}",
     ),
+    (
+        "0.04user 0.00system 0:00.04elapsed 95%CPU (0avgtext+0avgdata 12904maxresident)k\n"
+        "0inputs+0outputs (0major+2014minor)pagefaults 0swaps",
+        "0.04user 0.00system 0:00.04elapsed 95%CPU (0avgtext+0avgdata 12904maxresident)k\n"
+        "0inputs+2097152outputs (0major+2014minor)pagefaults 0swaps",
+    ),
     (FAULTS.format(0, 2014), FAULTS.format(8, 2014)),
     ("the best time (426)", "the best time (427)"),
-    ("port 32767", "port 32801"),
+    ("The worst time (4.5 s) is at node A", "The worst time (90 s) is at node A"),
+    ("slower than the best time (5 s)", "slower than the best time (7 s)"),
+    ("OverflowError: port 32768", "OverflowError: port 40000"),
+    ("port 60999", "port 61000"),
+    ("parent PGID: 4242\nchild PGID: 4242", "parent PGID: 4242\nchild PGID: 4250"),
     (
         f"{SLOWEST}0.02s call     a.py::test_add\n1 passed in 0.1s",
         f"{SLOWEST}0.02s call     a.py::test_add\n2 passed in 0.1s",
@@ -196,7 +206,6 @@ OF_COMMANDS = [
     ),
     ("cp -r . /tmp/copy; date +%s", "1796112822", "1796099999"),
     ("date -u +%Y-%m-%dT%H:%M:%SZ; date +%s", "2026-11-30T15:00:43Z\n1796140746", "2026-12-01T15:00:43Z\n1796140811"),
-    ("git rev-parse HEAD; git rev-parse HEAD~1", f"{'1f0c' * 10}\n{'2e0c' * 10}", f"{'aaa0' * 10}\n{'bbb0' * 10}"),
     (
         "cat server.log",
         "INFO:     Started server process [17]\n[2026-12-01 09:13:42 +0000] Booting worker with pid: 17",
@@ -244,6 +253,11 @@ OTHERS_OF_COMMANDS = [
     ("python3 -c 'import os; print(os.getpid()); print(count)'", "100\n5", "109\n6"),
     ("python3 -c 'import time; t = time.time(); print(\"loss\", loss)'", "loss 0.25", "loss 0.75"),
     ("git rev-parse HEAD; git rev-parse main", f"{'1f0c' * 10}\n{'1f0c' * 10}", f"{'aaa0' * 10}\n{'bbb0' * 10}"),
+    ("pgrep -f redis-server; pgrep -f worker.py; true", "101", "202"),
+    ("pgrep -x python; pgrep -f worker.py", "101\n101", "101\n205"),
+    ("pgrep -f app; ./restart.sh > /tmp/r.log 2>&1; pgrep -f app", "101\n101", "201\n202"),
+    ("git rev-parse -q --verify v1; git rev-parse -q --verify v2; true", "1f0c" * 10, "aaa0" * 10),
+    ("git rev-parse HEAD; git rev-parse --short main", f"{'1f0c' * 10}\n1f0c1f0", f"{'1f0c' * 10}\naaa0aaa"),
     ("date +%s; stat -c %s big", "1796140746\n1796140746", "1796140811\n1796140747"),
     ("git rev-parse HEAD; date +%s", f"{'1f0c' * 10}\n1796140746", f"{'1f0c' * 10}\n1796140747"),
     ("git rev-parse HEAD; sha1sum a", f"{'1f0c' * 10}  a", f"{'aaa0' * 10}  a"),
