@@ -243,7 +243,6 @@ async def _rollout_id(connection: AsyncConnection, run_id: str, name: str) -> in
     """Return the rollout's id. Raises ConfigError if it is not one on which the run rests."""
     named = await require_named(connection, name, Kind.ROLLOUT)
     rests = text(f"WITH {_DECIDED} SELECT :id IN (SELECT rollout_id FROM decided)")
-    of = {"run_id": run_id, "id": named.id}
-    if named.run_id != run_id and not (await connection.execute(rests, of)).scalar_one():
+    if named.run_id != run_id and not await connection.scalar(rests, {"run_id": run_id, "id": named.id}):
         raise ConfigError(f"{name!r} is a rollout of run {named.run_id}, and run {run_id} does not rest on it")
     return named.id

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import exists, func, select, update
+from sqlalchemy import case, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
@@ -17,7 +17,7 @@ COPIED = "copied"
 
 class RecordedTurn(NamedTuple):
     """A completed turn of an earlier attempt, with its packed request and answer. `is_replayed`: sampled for an attempt
-    before that one; a copy is not. `asked_at`: the time of the request in that attempt."""
+    before that one; a copy is not. `asked_at`, `answered_at`: in that attempt; None if it replayed the turn."""
 
     id: int
     lane: str
@@ -26,13 +26,15 @@ class RecordedTurn(NamedTuple):
     answer: bytes
     is_replayed: bool
     asked_at: datetime
+    answered_at: datetime | None
 
 
 async def load_recorded(conn: AsyncConnection, rollout_id: int, attempt: int) -> list[RecordedTurn]:
     """Return the completed turns of the attempts before this one that have no patch, the newest attempt's first."""
     is_replayed = TurnTable.replayed_at.is_not(None) & (TurnTable.worker != COPIED)
     asked_at = func.coalesce(TurnTable.replayed_at, TurnTable.created_at)
-    columns = columns_of(RecordedTurn, TurnTable, is_replayed=is_replayed, asked_at=asked_at)
+    answered_at = case((TurnTable.replayed_at.is_(None), TurnTable.completed_at))
+    columns = columns_of(RecordedTurn, TurnTable, is_replayed=is_replayed, asked_at=asked_at, answered_at=answered_at)
     completed = (TurnTable.rollout_id == rollout_id) & (TurnTable.state == TurnState.COMPLETED)
     has_patch = exists().where(PatchTable.rollout_id == rollout_id, PatchTable.attempt == TurnTable.attempt)
     statement = select(*columns).where(completed, TurnTable.attempt < attempt, ~has_patch)

@@ -32,8 +32,8 @@ class LiveSession:
     """A session in memory. `num_calls`: turns in generation. `loaded`: the store has been read once for the tree.
 
     `recorded`: what earlier attempts have asked and this one has not yet (`turns/replay.py`); None: not read yet.
-    `replayed`: turns that this process moved here, and when. `stale`: words of their results that this attempt's
-    results have others for.
+    `replayed`: turns that this process moved here, and when (monotonic). `stale`: words of their results that this
+    attempt's results have others for.
     """
 
     row: SessionRow

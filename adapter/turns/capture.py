@@ -106,7 +106,6 @@ class Capture:
         self._writer = TurnWriter(database)
         self._lease = ProcessLease(database, uuid4().hex[:12], settings.lease_seconds)
         self._outage = outage
-        self._waits = waits
         self._outputs = outputs
         self._sessions = SessionCache(
             database, renderer, settings.max_sessions, settings.restore_reasoning, outputs.without_inlined_thinking
@@ -133,10 +132,8 @@ class Capture:
         # A session that has had all its turns may still ask again for the answer to one of them.
         replays = row.has_earlier and not row.is_by_hand  # by hand, a person may ask each time for something else
         known = await self._registry.find(session, prepared) if session.at_turn_limit or replays else None
-        if known is None and replays:
-            with self._waits.storing(row.id):  # the agent's time budget is not charged for the wait in a replay
-                is_replayed = await replay(self._registry.database, session, prepared)
-            known = await self._registry.find(session, prepared) if is_replayed else None
+        if known is None and replays and await replay(self._registry.database, session, prepared):
+            known = await self._registry.find(session, prepared)
         if known is None:
             try:
                 running = await run_shielded(self._registry.open(session, prepared, 0, client))

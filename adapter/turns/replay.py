@@ -17,13 +17,14 @@ that answered moves to the new session: it stays one row, which is trained at mo
 
 A result that differs in volatile parts alone is represented by the recorded tokens, so the context of later samples is
 what the model has seen. The key of the client's own history is stored with the turn, by which its next request is
-recognised. A turn before a message that came by itself, such as the end of a program in the background, is answered no
-earlier than it was, counted from the request that first named the program. Not replayed are a turn that two boxes have
+recognised. The answer before a message that came by itself, such as the end of a program in the background, comes no
+earlier than it did, counted from the request that first named the program. Not replayed are a turn that two boxes have
 ended behind, since its commands may be the cause; one whose tokens begin with those of a turn that was not replayed;
 and those of an attempt that has a patch, which may be graded.
 """
 
 import asyncio
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -46,13 +47,13 @@ from store.tool_uses import read_tool_uses
 class RecordedCall(NamedTuple):
     """A recorded turn and the request that it answers: lane, kind, the turn that it is behind, key of its messages.
     `contents`: of the messages, with their volatile parts. `commands`: of all recorded turns, by ids of calls. `cause`:
-    of a message that came by itself, the turn whose request first named it, and seconds from that request to this."""
+    the turn whose request first named what a message of this one is about, which came by itself."""
 
     turn: RecordedTurn
     asked: tuple[str, str, int | None, bytes]
     contents: list[Any]
     commands: dict[str, str]
-    cause: tuple[int, float] | None
+    cause: RecordedTurn | None
 
 
 async def replay(database: Database, session: LiveSession, prepared: PreparedCall) -> bool:
@@ -70,8 +71,7 @@ async def replay(database: Database, session: LiveSession, prepared: PreparedCal
     contents, commands = [message["content"] for message in prepared.new_messages], recorded[0].commands
     key = await asyncio.to_thread(_key, prepared.new_messages, commands, opening)
     same = sorted((one for one in recorded if one.asked[3] == key), key=lambda one: one.contents != contents)
-    # A later question may mean the date in it.
-    is_free = after is not None or not (session.tree.num_turns or session.replayed)
+    is_free = after is not None or not (session.tree.num_turns or session.replayed)  # later ones may mean the date
     if not same or not (is_free or same[0].contents == contents):
         return False
     call = same[0]
@@ -87,16 +87,24 @@ async def replay(database: Database, session: LiveSession, prepared: PreparedCal
     # An answer may name a process or a file of the lost box.
     if names_any(used, session.stale) or not fits(made_for, options, given, row.endpoint is not None):
         return False
-    times = session.replayed | {call.turn.id: (now := time.monotonic())}
-    causes = [one.cause for one in session.recorded or [] if one.asked[2] == call.turn.id and one.cause]
-    waits = [times[turn_id] + seconds - now for turn_id, seconds in causes if turn_id in times]
-    await asyncio.sleep(min(max(waits, default=0.0), 240.0))  # a client waits longer than that for an answer
     answer["asked"] = asked and asked | {"call_key": options.call_key}
     changed = (_with_key_of(prepared, call.turn.request), pack_json(answer))
     is_moved = await database.run(move_turn, call.turn.id, row.id, row.attempt, prepared.digest, *changed)
     session.recorded = [one for one in session.recorded or [] if one is not call]
-    session.replayed |= {call.turn.id: now} if is_moved else {}
+    if is_moved:
+        session.replayed[call.turn.id] = time.monotonic()
+        await asyncio.sleep(_wait_seconds(session, call.turn))
     return is_moved
+
+
+def _wait_seconds(session: LiveSession, turn: RecordedTurn) -> float:
+    """Return the time after which the replayed turn may be answered, at most 240 seconds: clients wait longer."""
+    ends = [
+        session.replayed[one.cause.id] + ((turn.answered_at or one.turn.asked_at) - one.cause.asked_at).total_seconds()
+        for one in session.recorded or []
+        if one.asked[2] == turn.id and one.cause is not None and one.cause.id in session.replayed
+    ]
+    return min(max(ends, default=0.0) - time.monotonic(), 240.0)
 
 
 def _script(turns: Sequence[RecordedTurn]) -> list[RecordedCall]:
@@ -115,17 +123,16 @@ def _script(turns: Sequence[RecordedTurn]) -> list[RecordedCall]:
     return [call for call in calls if not call.turn.is_replayed or call.turn.id in followed]
 
 
-def _causes(turns: Sequence[RecordedTurn]) -> dict[int, tuple[int, float]]:
-    """Return `cause` of the turns that have one: beside results their request has a message with an id of before."""
-    causes, before = dict[int, tuple[int, float]](), list[tuple[RecordedTurn, str]]()
+def _causes(turns: Sequence[RecordedTurn]) -> dict[int, RecordedTurn]:
+    """Return `cause` by ids of turns: beside results their requests have a message with an id that was named before."""
+    causes, before = dict[int, RecordedTurn](), list[tuple[RecordedTurn, str]]()
     for turn in sorted(turns, key=lambda one: one.asked_at):
-        messages: Any = unpack_json(turn.request)["messages"]  # type: ignore[index]
-        told = [one["content"] or "" for one in messages if one["role"] not in ("tool", "assistant")]
-        words = {word for one in told for word in volatile_words(one)} if len(told) < len(messages) else set[str]()
-        first = next((one for one, text in before if any(word in text for word in words)), None)
-        if first is not None:
-            causes[turn.id] = (first.id, (turn.asked_at - first.asked_at).total_seconds())
-        before.append((turn, "\n".join(one["content"] or "" for one in messages)))
+        request: Any = unpack_json(turn.request)
+        told = [one["content"] for one in request["messages"] if one["role"] not in ("tool", "assistant")]
+        words = {one for text in told for one in volatile_words(text) if re.search(r"[a-z].{7}|.{7}[a-z]", one)}
+        named = [one for one, text in before if any(word in text for word in words)]
+        causes |= {turn.id: named[0]} if named and len(told) < len(request["messages"]) else {}
+        before.append((turn, "\n".join(one["content"] for one in request["messages"])))
     return causes
 
 

@@ -158,35 +158,44 @@ async def test_an_answer_that_names_a_process_of_the_lost_box_ends_the_replay(
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning", "ignore::SyntaxWarning"
 )
-@pytest.mark.parametrize("slower", [0.0, 0.6])
+@pytest.mark.parametrize("tool_seconds", [0.0, 0.3])
 async def test_a_message_that_comes_by_itself_comes_behind_the_same_turn(
-    thinking: str, engine: ScriptedEngine, opened: Opened, slower: float
+    thinking: str, engine: ScriptedEngine, opened: Opened, tool_seconds: float
 ) -> None:
-    """A program in the background ends by the clock, while answers of a replay take no time."""
+    """A program in the background ends by the clock, while the answers of a replay take no time."""
 
-    async def converse_with(opened: Opened, process: str, pause: float) -> list[str]:
+    async def converse_with(opened: Opened, process: str) -> list[str]:
         messages: list[dict[str, Any]] = list(QUESTION)
-        ended_at, found = None, list[str]()
+        ends_at, found = 0.0, list[str]()
         for number in range(4):
-            await asyncio.sleep(pause)
             reply = await post(thinking, opened, "/v1/chat/completions", {"messages": messages, "tools": CHAT_TOOLS})
             message = reply.json()["choices"][0]["message"]
             (called,) = message["tool_calls"]
             found.append(called["function"]["arguments"])
+            ends_at = ends_at or time.monotonic() + 1.0
             result = f"Command running in background with ID: {process}. It works." if number == 0 else "1 passed"
             messages += [message, {"role": "tool", "tool_call_id": called["id"], "content": result}]
-            if number == 0:
-                ended_at = time.monotonic() + 1.0
-            elif ended_at is not None and time.monotonic() > ended_at:
+            await asyncio.sleep(tool_seconds)
+            if time.monotonic() > ends_at:
                 messages.append({"role": "user", "content": f"<task-id>{process}</task-id> completed"})
-                ended_at = None
-        assert ended_at is None
+                ends_at = float("inf")
         return found
 
-    await engine.say(*(CALL.replace("ls -a", f"step {number}") for number in range(5)))
-    first = await converse_with(opened, "baejjo4or", 0.75)
+    async def sample() -> None:
+        for number in range(5):
+            await engine.wait_for_calls(number + 1)
+            await asyncio.sleep(0.75)
+            await engine.release(str(number))
+
+    ids = [engine.ids(CALL.replace("ls -a", f"step {number}")) for number in range(5)]
+    await engine.script(*({"ids": one, "hold": str(number)} for number, one in enumerate(ids)))
+    sampling = asyncio.create_task(sample())
+    first = await converse_with(opened, "baejjo4or")
     again = await next_attempt(opened, 2)
-    assert await converse_with(again, "bp4i301dr", slower) == first and await num_calls(engine) == 4
+    assert await converse_with(again, "bp4i301dr") == first and await num_calls(engine) == 4
+    third = await next_attempt(opened, 3)  # two boxes have ended behind the last turn
+    assert (await converse_with(third, "bq5jj07ab"))[:3] == first[:3] and await num_calls(engine) == 5
+    await sampling
 
 
 async def test_another_result_ends_the_replay(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
