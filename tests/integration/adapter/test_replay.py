@@ -158,43 +158,46 @@ async def test_an_answer_that_names_a_process_of_the_lost_box_ends_the_replay(
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning", "ignore::SyntaxWarning"
 )
-@pytest.mark.parametrize("tool_seconds", [0.0, 0.3])
-async def test_a_message_that_comes_by_itself_comes_behind_the_same_turn(
-    thinking: str, engine: ScriptedEngine, opened: Opened, tool_seconds: float
+async def test_the_answer_before_a_message_that_came_by_itself_takes_its_time(
+    thinking: str, engine: ScriptedEngine, opened: Opened
 ) -> None:
     """A program in the background ends by the clock, while the answers of a replay take no time."""
 
-    async def converse_with(opened: Opened, process: str) -> list[str]:
+    async def converse_with(opened: Opened, process: str) -> tuple[list[str], float]:
+        """Return the commands, and the seconds from the request that names the program to the answer before its end."""
         messages: list[dict[str, Any]] = list(QUESTION)
-        ends_at, found = 0.0, list[str]()
-        for number in range(4):
+        results = [f"Command running in background with ID: {process}. It works.", "1 passed", "2 passed", "3 passed"]
+        found, times = list[str](), list[float]()
+        for result in results:
+            times.append(time.monotonic())
             reply = await post(thinking, opened, "/v1/chat/completions", {"messages": messages, "tools": CHAT_TOOLS})
             message = reply.json()["choices"][0]["message"]
+            times.append(time.monotonic())
             (called,) = message["tool_calls"]
             found.append(called["function"]["arguments"])
-            ends_at = ends_at or time.monotonic() + 1.0
-            result = f"Command running in background with ID: {process}. It works." if number == 0 else "1 passed"
             messages += [message, {"role": "tool", "tool_call_id": called["id"], "content": result}]
-            await asyncio.sleep(tool_seconds)
-            if time.monotonic() > ends_at:
+            if result == "1 passed":
                 messages.append({"role": "user", "content": f"<task-id>{process}</task-id> completed"})
-                ends_at = float("inf")
-        return found
+        return found, times[3] - times[2]
 
     async def sample() -> None:
         for number in range(5):
             await engine.wait_for_calls(number + 1)
-            await asyncio.sleep(0.75)
+            await asyncio.sleep(0.5)
             await engine.release(str(number))
 
     ids = [engine.ids(CALL.replace("ls -a", f"step {number}")) for number in range(5)]
     await engine.script(*({"ids": one, "hold": str(number)} for number, one in enumerate(ids)))
     sampling = asyncio.create_task(sample())
-    first = await converse_with(opened, "baejjo4or")
+    first, _ = await converse_with(opened, "baejjo4or")
+    rows = await opened.wait_delivered(4)
+    recorded = (rows[1].completed_at - rows[1].created_at).total_seconds()
     again = await next_attempt(opened, 2)
-    assert await converse_with(again, "bp4i301dr") == first and await num_calls(engine) == 4
+    found, seconds = await converse_with(again, "bp4i301dr")
+    assert found == first and seconds >= recorded >= 0.5 and await num_calls(engine) == 4
     third = await next_attempt(opened, 3)  # two boxes have ended behind the last turn
-    assert (await converse_with(third, "bq5jj07ab"))[:3] == first[:3] and await num_calls(engine) == 5
+    found, seconds = await converse_with(third, "bq5jj07ab")
+    assert found[:3] == first[:3] and seconds >= recorded and await num_calls(engine) == 5
     await sampling
 
 
