@@ -17,7 +17,7 @@ COPIED = "copied"
 
 class RecordedTurn(NamedTuple):
     """A completed turn of an earlier attempt, with its packed request and answer. `is_replayed`: sampled for an attempt
-    before that one; a copy is not. `asked_at`, `answered_at`: in that attempt; None if it replayed the turn."""
+    before that one; a copy is not. `asked_at`, `answered_at`: in that attempt, the latter None in a replay."""
 
     id: int
     lane: str

@@ -112,9 +112,9 @@ def _script(turns: Sequence[RecordedTurn]) -> list[RecordedCall]:
     uses = {(use.call_id, use.body) for one in answers for use in read_tool_uses(one["message"]) if use.kind == "shell"}
     counts = Counter(call_id for call_id, _ in uses)  # some models give each turn's calls the same ids
     commands = {call_id: body for call_id, body in uses if call_id and counts[call_id] == 1}
-    calls, causes = list[RecordedCall](), _causes(turns)
-    for turn in turns:
-        request: Any = unpack_json(turn.request)
+    recorded: list[tuple[RecordedTurn, Any]] = [(turn, unpack_json(turn.request)) for turn in turns]
+    calls, causes = list[RecordedCall](), _causes(recorded)
+    for turn, request in recorded:
         preamble = [request["system"], request["tools"]] if request["after"] is None else None
         asked = (turn.lane, turn.kind, request["after"], _key(request["messages"], commands, preamble))
         contents = [message["content"] for message in request["messages"]]
@@ -123,15 +123,15 @@ def _script(turns: Sequence[RecordedTurn]) -> list[RecordedCall]:
     return [call for call in calls if not call.turn.is_replayed or call.turn.id in followed]
 
 
-def _causes(turns: Sequence[RecordedTurn]) -> dict[int, RecordedTurn]:
+def _causes(recorded: Sequence[tuple[RecordedTurn, Any]]) -> dict[int, RecordedTurn]:
     """Return `cause` by ids of turns: beside results their requests have a message with an id that was named before."""
     causes, before = dict[int, RecordedTurn](), list[tuple[RecordedTurn, str]]()
-    for turn in sorted(turns, key=lambda one: one.asked_at):
-        request: Any = unpack_json(turn.request)
+    for turn, request in sorted(recorded, key=lambda one: one[0].asked_at):
         told = [one["content"] for one in request["messages"] if one["role"] not in ("tool", "assistant")]
-        words = {one for text in told for one in volatile_words(text) if re.search(r"[a-z].{7}|.{7}[a-z]", one)}
+        words = {one for text in told for one in volatile_words(text) if len(one) >= 8 and re.search("[a-z]", one)}
         named = [one for one, text in before if any(word in text for word in words)]
-        causes |= {turn.id: named[0]} if named and len(told) < len(request["messages"]) else {}
+        if named and len(told) < len(request["messages"]):
+            causes[turn.id] = named[0]
         before.append((turn, "\n".join(one["content"] for one in request["messages"])))
     return causes
 

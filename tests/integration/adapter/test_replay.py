@@ -158,15 +158,26 @@ async def test_an_answer_that_names_a_process_of_the_lost_box_ends_the_replay(
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning", "ignore::SyntaxWarning"
 )
+@pytest.mark.parametrize(
+    ("started", "ended", "ids"),
+    [
+        (
+            "Command running in background with ID: {}. It works.",
+            "<task-id>{}</task-id> completed",
+            ("baejjo4or", "bp4i301dr", "bq5jj07ab"),
+        ),
+        ("id: {}\npid: 292", "{} completed", ("bg_0c210b66", "bg_1d47e190", "bg_20c3f4a1")),
+    ],
+)
 async def test_the_answer_before_a_message_that_came_by_itself_takes_its_time(
-    thinking: str, engine: ScriptedEngine, opened: Opened
+    thinking: str, engine: ScriptedEngine, opened: Opened, started: str, ended: str, ids: tuple[str, str, str]
 ) -> None:
     """A program in the background ends by the clock, while the answers of a replay take no time."""
 
     async def converse_with(opened: Opened, process: str) -> tuple[list[str], float]:
         """Return the commands, and the seconds from the request that names the program to the answer before its end."""
         messages: list[dict[str, Any]] = list(QUESTION)
-        results = [f"Command running in background with ID: {process}. It works.", "1 passed", "2 passed", "3 passed"]
+        results = [started.format(process), "1 passed", "2 passed", "3 passed"]
         found, times = list[str](), list[float]()
         for result in results:
             times.append(time.monotonic())
@@ -177,7 +188,7 @@ async def test_the_answer_before_a_message_that_came_by_itself_takes_its_time(
             found.append(called["function"]["arguments"])
             messages += [message, {"role": "tool", "tool_call_id": called["id"], "content": result}]
             if result == "1 passed":
-                messages.append({"role": "user", "content": f"<task-id>{process}</task-id> completed"})
+                messages.append({"role": "user", "content": ended.format(process)})
         return found, times[3] - times[2]
 
     async def sample() -> None:
@@ -186,17 +197,17 @@ async def test_the_answer_before_a_message_that_came_by_itself_takes_its_time(
             await asyncio.sleep(0.5)
             await engine.release(str(number))
 
-    ids = [engine.ids(CALL.replace("ls -a", f"step {number}")) for number in range(5)]
-    await engine.script(*({"ids": one, "hold": str(number)} for number, one in enumerate(ids)))
+    sampled = [engine.ids(CALL.replace("ls -a", f"step {number}")) for number in range(5)]
+    await engine.script(*({"ids": one, "hold": str(number)} for number, one in enumerate(sampled)))
     sampling = asyncio.create_task(sample())
-    first, _ = await converse_with(opened, "baejjo4or")
+    first, _ = await converse_with(opened, ids[0])
     rows = await opened.wait_delivered(4)
     recorded = (rows[1].completed_at - rows[1].created_at).total_seconds()
     again = await next_attempt(opened, 2)
-    found, seconds = await converse_with(again, "bp4i301dr")
+    found, seconds = await converse_with(again, ids[1])
     assert found == first and seconds >= recorded >= 0.5 and await num_calls(engine) == 4
     third = await next_attempt(opened, 3)  # two boxes have ended behind the last turn
-    found, seconds = await converse_with(third, "bq5jj07ab")
+    found, seconds = await converse_with(third, ids[2])
     assert found[:3] == first[:3] and seconds >= recorded and await num_calls(engine) == 5
     await sampling
 
