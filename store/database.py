@@ -109,8 +109,8 @@ def _storable_list(value: object) -> object:
 
 async def _make_texts_storable(connection: asyncpg.Connection) -> None:
     """Write what Postgres refuses in texts as escapes, in all values of this connection's statements but lists."""
+    coders = {"encoder": lambda text: storable_text(text).encode(), "decoder": bytes.decode}
     for name in ("text", "varchar"):
-        coders = {"encoder": lambda text: storable_text(text).encode(), "decoder": bytes.decode}
         await connection.set_type_codec(name, schema="pg_catalog", format="binary", **coders)
 
 

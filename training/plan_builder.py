@@ -112,7 +112,7 @@ def reducer_weights(
 
     It depends on rollouts and groups only, so no gradient depends on how turns are cut into chains, bins or ranks.
     `tokens`: rollout id -> T_i, its trained tokens over all its chains. Rollouts with T_i = 0 are not counted.
-    `group_of`: rollout id -> group id. `constant_tokens`: the divisor of `constant`. Raises ValueError for another one.
+    `group_of`: rollout id -> group id. `constant_tokens`: of the reducer `constant`. Raises ValueError for others.
 
     token_mean    1 / sum of all T_i
     rollout_mean  1 / (number of rollouts x T_i)

@@ -132,5 +132,5 @@ def _window(spec: HarnessSpec) -> dict[str, str]:
 
 def _is_answer(event: dict[str, Any]) -> bool:
     """Return whether the event is the model's answer; the CLI reports its own errors as messages of `<synthetic>`."""
-    message = object_of(event.get("message"))
-    return event.get("type") == "assistant" and bool(message) and message.get("model") != "<synthetic>"
+    message = event.get("message")
+    return event.get("type") == "assistant" and isinstance(message, dict) and message.get("model") != "<synthetic>"

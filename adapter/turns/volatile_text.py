@@ -95,7 +95,7 @@ def without_volatile(text: str, command: str = "") -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Return the text with the output in Qwen Code's report, and in mini-swe-agent's JSON, as lines of its own."""
+    """Return the text with the output in Qwen Code's report and mini-swe-agent's JSON as lines; other escapes stay."""
     text = re.sub(r"^(Directory: .*\nOutput: )", "\\1\0\n", text, count=1, flags=re.MULTILINE)
     lines = re.search(r'(?<="output":)\s*+"((?:[^"\\]++|\\.)*+)', text)
     with suppress(orjson.JSONDecodeError):
